@@ -1,0 +1,1 @@
+"""The `foremoe` command, one module per sub-command."""
