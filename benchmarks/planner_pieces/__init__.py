@@ -1,0 +1,1 @@
+"""Pieces of the planner benchmark; run them with `python benchmarks/planner.py`."""
