@@ -155,7 +155,10 @@ def kube_proxy(node: Node) -> str:
 
 
 def containerd(node: Node, bin_: Path) -> str:
-    """The node's containerd. `restrict_oom_score_adj`: without it every sandbox dies where scores cannot be lowered."""
+    """The node's containerd. `restrict_oom_score_adj`: without it every sandbox dies where scores cannot be lowered.
+
+    Plugins of the node resource interface there are none, and its socket would lie in the host's /run.
+    """
     return f"""version = 3
 root = "{node.images}"
 state = "/run/containerd"
@@ -175,6 +178,8 @@ state = "/run/containerd"
     [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
       BinaryName = "{bin_}/runc"
       SystemdCgroup = false
+[plugins.'io.containerd.nri.v1.nri']
+  disable = true
 [plugins.'io.containerd.internal.v1.opt']
   path = "{node.folder}/opt"
 """
@@ -185,7 +190,10 @@ def image_containerd(node: Node, folder: Path) -> str:
     return f"""version = 3
 root = "{node.images}"
 state = "{folder}/state"
-disabled_plugins = ["io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri"]
+disabled_plugins = [
+  "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri",
+  "io.containerd.nri.v1.nri",
+]
 [grpc]
   address = "{folder}/containerd.sock"
 [ttrpc]

@@ -5,6 +5,7 @@ processes. `find` only looks; `remove` ends with nothing of the cluster left but
 may be repeated.
 """
 
+import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +22,9 @@ T = TypeVar("T")
 
 IMAGE_BUILD_ROLE = "images"
 """Builds go on while clusters come and go; they clean up after themselves."""
+
+MADE = STATE / "mount-points"
+"""Which mount points we made: those that were there before us stay, empty or not."""
 
 PATIENCE_SECONDS = 30.0
 """The kernel takes apart what dead processes held in the background."""
@@ -66,8 +70,16 @@ def find() -> Leftovers:
         links=tuple(network.links()),
         guards=tuple(network.guards()),
         cgroups=tuple(cgroups.existing()),
-        files=tuple(_files()),
+        files=(*_files(), *([MADE] if MADE.exists() else [])),
     )
+
+
+def make_mount_points() -> None:
+    """Make those that are missing, and note which before any is made, so that a killed run's are found too."""
+    missing = [point for point in MOUNT_POINTS if not point.exists()]
+    MADE.write_text("".join(f"{point}\n" for point in missing))
+    for point in missing:
+        point.mkdir(parents=True, exist_ok=True)
 
 
 def remove() -> None:
@@ -78,8 +90,7 @@ def remove() -> None:
     remove_each("firewall tables", network.guards, network.remove_guard)
     remove_each("cgroups", cgroups.existing, Path.rmdir)
     remove_each("folders", _files, _delete)
-    for point in MOUNT_POINTS:
-        _remove_empty(point)
+    _remove_mount_points()
 
 
 def remove_each(
@@ -135,7 +146,7 @@ def _end_processes(left: Leftovers) -> None:
 def _files() -> list[Path]:
     if not STATE.is_dir():
         return []
-    return sorted(path for path in STATE.iterdir() if path not in KEPT and path.name != "lock")
+    return sorted(path for path in STATE.iterdir() if path not in (*KEPT, MADE) and path.name != "lock")
 
 
 def _delete(path: Path) -> None:
@@ -145,8 +156,11 @@ def _delete(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _remove_empty(path: Path) -> None:
-    try:
-        path.rmdir()
-    except OSError:
-        return
+def _remove_mount_points() -> None:
+    """Those we made and nobody else has used since. The note goes last: a removal that is killed is repeated."""
+    made = set(MADE.read_text().splitlines()) if MADE.exists() else set()
+    for point in MOUNT_POINTS:
+        if str(point) in made:
+            with contextlib.suppress(OSError):
+                point.rmdir()
+    MADE.unlink(missing_ok=True)

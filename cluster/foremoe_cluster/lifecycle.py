@@ -40,7 +40,6 @@ from foremoe_cluster.settings import (
     KEPT,
     KUBECONFIG,
     LOGS,
-    MOUNT_POINTS,
     PAUSE_IMAGE,
     PKI,
     RUN,
@@ -143,8 +142,9 @@ def allocatable_gpus(api: Api) -> int:
 
 def _start(settings: Settings, bin_: Path) -> None:
     nodes = settings.all_nodes()
-    for folder in (RUN, LOGS, SHARED_VOLUMES, *MOUNT_POINTS):
+    for folder in (RUN, LOGS, SHARED_VOLUMES):
         folder.mkdir(parents=True, exist_ok=True)
+    leftovers.make_mount_points()
     with phase("network, keys, configuration"):
         network.create_bridge()
         pki.create(PKI, nodes)

@@ -32,8 +32,12 @@ PAUSE_IMAGE: Final = "localhost/foremoe-pause:1"
 STORAGE_CLASS: Final = "foremoe-shared"
 
 MOUNT_POINTS: Final = tuple(
-    Path(path) for path in ("/var/lib/kubelet", "/var/log/pods", "/var/log/containers", "/run/containerd", "/run/netns")
-)
+    Path(path)
+    for path in (
+        "/var/lib/kubelet", "/var/lib/cni", "/var/log/pods", "/var/log/containers",
+        "/run/containerd", "/run/netns", "/run/mount",
+    )
+)  # fmt: skip
 """Paths the node programs insist on. Each node mounts its own there; on the host they stay empty."""
 
 

@@ -6,8 +6,7 @@ set -eu
 
 mount --make-rshared /
 hostname "$NODE"
-mount -t tmpfs tmpfs /run/containerd
-mount -t tmpfs tmpfs /run/netns
+for folder in /run/mount /run/containerd /run/netns /var/lib/cni; do mount -t tmpfs tmpfs "$folder"; done
 for pair in kubelet=/var/lib/kubelet pods=/var/log/pods containers=/var/log/containers; do
   mount --bind "$NODE_DIR/${pair%%=*}" "${pair#*=}"
 done

@@ -79,6 +79,19 @@ def test_kept_folders_are_no_leftovers(tmp_path: Path, monkeypatch: pytest.Monke
     assert [path.name for path in leftovers._files()] == ["etcd", "run"]
 
 
+def test_only_mount_points_that_we_made_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = tuple(tmp_path / name for name in ("theirs", "ours", "used"))
+    monkeypatch.setattr(leftovers, "MOUNT_POINTS", points)
+    monkeypatch.setattr(leftovers, "MADE", tmp_path / "made")
+    points[0].mkdir()
+    leftovers.make_mount_points()
+    assert all(point.is_dir() for point in points)
+    (points[2] / "by someone else").touch()
+    leftovers._remove_mount_points()
+    assert [point.exists() for point in points] == [True, False, True]
+    assert not leftovers.MADE.exists()
+
+
 def test_what_goes_by_itself_between_look_and_removal_is_no_error() -> None:
     there = ["fm-node1", "fm0"]
 
