@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3000)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "grpo-tiny-moe.yaml"
 STEPS, RESUMED = 20, 22
-PLANNED = re.compile(r"actor/foremoe/as_planned:([0-9.]+)")
-EXECUTED = re.compile(r"actor/foremoe/imbalance_executed:([0-9.]+)")
+AS_PLANNED, EXECUTED = "actor/foremoe/as_planned", "actor/foremoe/imbalance_executed"
 
 
 def foremoe(directory: Path, *arguments: str, **environment: str) -> None:
@@ -34,15 +34,35 @@ def foremoe(directory: Path, *arguments: str, **environment: str) -> None:
     assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{tail}"
 
 
-def run(directory: Path, *, steps: int, resume: str, **environment: str) -> tuple[Progress, str]:
-    """Run the example for `steps` steps in all; its last progress and the driver's log."""
+@dataclass(frozen=True)
+class Run:
+    """What a run left."""
+
+    progress: Progress
+    log: str
+    metrics: list[dict[str, float]]
+    """Of each of its steps. What an actor prints last may be lost when the driver ends, so they go into a file."""
+
+    def told(self, name: str) -> list[float]:
+        return [step[name] for step in self.metrics]
+
+
+def run(directory: Path, *, steps: int, resume: str, **environment: str) -> Run:
+    """Run the example for `steps` steps in all."""
     job = yaml.safe_load(EXAMPLE.read_text())
     job["spec"]["checkpoint"]["resume"] = resume
+    job["spec"]["args"].append("trainer.logger=[console,file]")
+    metrics = directory / f"metrics-{steps}.jsonl"
+    job["spec"]["env"] = [{"name": "VERL_FILE_LOGGER_PATH", "value": str(metrics)}]
     manifest = directory / "job.yaml"
     manifest.write_text(yaml.safe_dump(job))
     foremoe(directory, "run", str(manifest), "--steps", str(steps), **environment)
     head = directory / ".foremoe" / "runs" / "grpo-tiny-moe" / "head"
-    return Progress.model_validate_json((head / "termination.json").read_bytes()), (head / "log").read_text()
+    return Run(
+        progress=Progress.model_validate_json((head / "termination.json").read_bytes()),
+        log=(head / "log").read_text(),
+        metrics=[json.loads(line)["data"] for line in metrics.read_text().splitlines()],
+    )
 
 
 def test_twenty_steps_run_as_planned_and_their_checkpoint_resumes_under_another_strategy(tmp_path: Path) -> None:
@@ -50,30 +70,31 @@ def test_twenty_steps_run_as_planned_and_their_checkpoint_resumes_under_another_
     foremoe(tmp_path, "data", "create", str(volume / "data"))
     foremoe(tmp_path, "model", "create", str(volume / "model"), "--warmup-steps", "20")
 
-    progress, log = run(tmp_path, steps=STEPS, resume="Never")
+    trained = run(tmp_path, steps=STEPS, resume="Never")
+    progress = trained.progress
     assert progress.step == STEPS
     assert progress.balance is not None and progress.balance.as_planned is True
     assert progress.balance.executed is not None and progress.balance.executed < progress.balance.mean
-    assert [float(value) for value in PLANNED.findall(log)] == [1.0] * STEPS
-    assert "was not executed as planned" not in log
-    told = [float(value) for value in EXECUTED.findall(log)]
+    assert trained.told(AS_PLANNED) == [1.0] * STEPS
+    assert "was not executed as planned" not in trained.log
+    told = trained.told(EXECUTED)
     check_trace(volume / "traces" / "grpo-tiny-moe", first=1, last=STEPS, balanced=True, told=told)
 
     assert progress.checkpoint is not None
     actor = Path(progress.checkpoint.path) / "actor"
     assert len(list((actor / "experts").glob("*.safetensors"))) == 2
 
-    progress, log = run(tmp_path, steps=RESUMED, resume="Auto", FOREMOE_PLANNER_CONFIG='{"strategy": "static"}')
-    assert progress.step == RESUMED
-    assert [float(value) for value in PLANNED.findall(log)] == [1.0] * (RESUMED - STEPS)
-    told = [float(value) for value in EXECUTED.findall(log)]
+    resumed = run(tmp_path, steps=RESUMED, resume="Auto", FOREMOE_PLANNER_CONFIG='{"strategy": "static"}')
+    assert resumed.progress.step == RESUMED
+    assert resumed.told(AS_PLANNED) == [1.0] * (RESUMED - STEPS)
+    told = resumed.told(EXECUTED)
     check_trace(volume / "traces" / "grpo-tiny-moe", first=STEPS + 1, last=RESUMED, balanced=False, told=told)
 
 
 def check_trace(directory: Path, *, first: int, last: int, balanced: bool, told: list[float]) -> None:
     """Every recorded pair was computed; with plans more evenly than the homes alone would have it, else exactly so.
 
-    `told` is the imbalance of each step's updates in the driver's log: the mean over what the trace says was executed.
+    `told` is the imbalance of each step's updates as veRL reported it: the mean over what the trace says was executed.
     How uneven the homes are is up to the samples, so over all steps together they must be, not in each of them.
     """
     reader = TraceReader(directory)

@@ -64,6 +64,23 @@ async def test_descendants_in_other_sessions_do_not_outlive_the_child() -> None:
     assert process is None or process.status() == psutil.STATUS_ZOMBIE
 
 
+async def test_the_end_is_seen_by_who_waits_in_short_turns_while_a_descendant_holds_the_output() -> None:
+    lines: list[str] = []
+    code = (
+        "import subprocess,sys\n"
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'])\n"
+        "print(p.pid)"
+    )
+    child = await start(code, lines)
+    await until(lines, 1)
+    try:
+        turns = [await first_of(ended=child.wait(), timeout=0.25) for _ in range(40)]
+        assert "ended" in turns
+    finally:
+        os.kill(int(lines[0]), signal.SIGKILL)
+        await child.stop(grace_seconds=5)
+
+
 async def test_a_child_that_ignores_sigterm_is_killed() -> None:
     lines: list[str] = []
     child = await start(

@@ -21,6 +21,7 @@ Line = Callable[[str], None]
 # A line of output may be longer than asyncio's default of 64 KiB: a printed configuration, a progress bar.
 _LINE_LIMIT = 1 << 22
 _EXIT_POLL_SECONDS = 0.05
+_OUTPUT_SECONDS = 2.0
 _FOLLOW_SECONDS = 3.0
 
 
@@ -31,6 +32,7 @@ class Child:
         self._process = process
         self.name = name
         self._reader = asyncio.create_task(self._read(on_line))
+        self._end = asyncio.create_task(self._exit_and_output())
         self._family: dict[int, psutil.Process] = {}
 
     @classmethod
@@ -68,9 +70,13 @@ class Child:
 
     async def wait(self) -> int:
         """Wait for the end; the exit code, 128 + n if signal n ended it."""
+        # Shielded: who waits a second at a time must not start the wait for the output anew each time.
+        return await asyncio.shield(self._end)
+
+    async def _exit_and_output(self) -> int:
         code = await self._exit()
         # Descendants may hold the pipe open after their parent is gone; what was written by then is read.
-        await asyncio.wait([self._reader], timeout=2.0)
+        await asyncio.wait([self._reader], timeout=_OUTPUT_SECONDS)
         return code if code >= 0 else 128 - code
 
     async def _exit(self) -> int:

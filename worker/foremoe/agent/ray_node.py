@@ -66,6 +66,9 @@ def start_command(context: AgentContext, *, accelerator: bool, cores: int | None
     if context.local:
         # Several nodes on one machine: a port that would collide, and session files of the same names.
         command.append("--dashboard-agent-listen-port=0")
+        # By default each node hands out the same ports, free when it looks and taken by another node's worker a moment
+        # later: let the system choose.
+        command += ["--min-worker-port=0", "--max-worker-port=0"]
     if "RAY_TMPDIR" in context.environment:
         command.append(f"--temp-dir={context.environment['RAY_TMPDIR']}")
     return command

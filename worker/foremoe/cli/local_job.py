@@ -32,7 +32,8 @@ from foremoe_operator.api.job import ForeMoEJobSpec
 from foremoe_operator.api.progress import Progress
 
 _POLL_SECONDS = 0.25
-_FOLLOW_SECONDS = 20.0
+# A worker calls the head every few seconds and gives its Ray node ten to end.
+_FOLLOW_SECONDS = 30.0
 _STOP_SECONDS = 30.0
 
 
@@ -99,8 +100,10 @@ class LocalJob:
     async def _await_workers(self, workers: list[Child], stop: Stop) -> None:
         if stop.asked:
             return
-        async with asyncio.timeout(_FOLLOW_SECONDS):
-            await asyncio.gather(*(worker.wait() for worker in workers))
+        # How the job ended is told by the head alone; a worker that is slow to follow is stopped with the rest.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FOLLOW_SECONDS):
+                await asyncio.gather(*(worker.wait() for worker in workers))
 
     def _read_last_word(self, view: ProgressView) -> None:
         """The head's report has what came after the last look at it."""
