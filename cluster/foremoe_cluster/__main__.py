@@ -105,17 +105,6 @@ def prove_clean(
     prove.prove(Settings.from_environment(nodes=nodes), kill=kill)
 
 
-@app.command(name="packages")
-def packages_(
-    browser: Annotated[bool, typer.Option("--with-browser", help="Chromium too, for tests.")] = False,
-) -> None:
-    """Install the Debian packages that cluster, image builds and (if wanted) browser tests need."""
-    for needed in (packages.RUNNING, packages.BUILDING_PROGRAMS, packages.BUILDING_IMAGES):
-        packages.ensure(needed)
-    if browser:
-        packages.ensure(packages.BROWSER)
-
-
 @app.command()
 def build() -> None:
     """Build the server programs, if they are not in the cache, and print their folder."""

@@ -127,11 +127,12 @@ def kubelet(node: Node) -> str:
             "oomScoreAdj": 0,
             "nodeLeaseDurationSeconds": 20,
             "imageGCHighThresholdPercent": 100,
+            # All nodes share the machine's disk, so that evicting pods from one would free it for nobody.
             "evictionHard": {
                 "memory.available": "100Mi",
-                "nodefs.available": "1%",
-                "nodefs.inodesFree": "1%",
-                "imagefs.available": "1%",
+                "nodefs.available": "0%",
+                "nodefs.inodesFree": "0%",
+                "imagefs.available": "0%",
             },
         }
     )

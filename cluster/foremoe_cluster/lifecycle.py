@@ -56,6 +56,9 @@ PACKAGE = Path(__file__).resolve().parent
 HOST_ROLES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "coredns", "volumes")
 
 
+HEALTH_SECONDS = 10.0
+"""How long a cluster whose programs all run may be slow to answer before it is made anew: it may hold work."""
+
 BUILD_LOCK = BUILD / "lock"
 
 
@@ -114,8 +117,13 @@ def healthy(settings: Settings, bin_: Path) -> bool:
     wanted = {*HOST_ROLES, *(node.name for node in settings.all_nodes())}
     if not wanted <= processes.roles().keys():
         return False
+    end = time.monotonic() + HEALTH_SECONDS
     with Api() as api:
-        return api.ready() and len(ready_nodes(api)) == settings.nodes
+        while not (api.ready() and len(ready_nodes(api)) == settings.nodes):
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.5)
+    return True
 
 
 def node_count() -> int | None:

@@ -78,8 +78,9 @@ def synchronise(api: Api) -> None:
         api.apply([manifest])
         print(f"created {folder}", flush=True)
     for name in released_volumes(volumes):
-        api.delete(f"/api/v1/persistentvolumes/{name}")
+        # The folder first: what is cut short in between is found again by its volume, and done again.
         shutil.rmtree(SHARED_VOLUMES / name, ignore_errors=True)
+        api.delete(f"/api/v1/persistentvolumes/{name}")
         print(f"removed {name}", flush=True)
 
 

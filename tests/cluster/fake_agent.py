@@ -55,9 +55,9 @@ def main():
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print("fake agent:", ROLE, flush=True)
     time.sleep(1)
-    REPORT.update(stage="Rollout", workersJoined=BOOT["spec"]["workers"]["replicas"], step=1)
     checkpoint = {"step": 1, "path": "/data/checkpoints/global_step_1", "time": "2026-07-01T12:00:00Z"}
-    REPORT.update(checkpoint=checkpoint)
+    joined = BOOT["spec"]["workers"]["replicas"]
+    REPORT.update(stage="Rollout", workersJoined=joined, step=1, checkpoint=checkpoint)
     while True:
         word, *rest = ORDERS[-1].split(maxsplit=2)
         if word == "exit":

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cluster.conftest import wait_for
 
 from foremoe_cluster.api import Api
 from foremoe_cluster.errors import ClusterError
@@ -34,6 +35,12 @@ def nodes() -> list[dict[str, Any]]:
         return api.items("/api/v1/nodes")
 
 
+def image_size(node: dict[str, Any], name: str) -> int:
+    """Unpacked size in bytes, 0 while the node does not list it."""
+    images = node["status"].get("images", [])
+    return next((int(image["sizeBytes"]) for image in images if name in (image.get("names") or [])), 0)
+
+
 @dataclass(frozen=True)
 class Playground:
     """A namespace with two pods, one per node, under a headless service, sharing a volume."""
@@ -46,6 +53,12 @@ class Playground:
 
     def python(self, pod: str, program: str, *arguments: str) -> str:
         return self.kubectl("exec", pod, "--", "python", "-c", program, *arguments)
+
+    def addresses(self, service: str) -> int:
+        """How many ready addresses the service has; they follow the pods' readiness with a delay."""
+        label = f"kubernetes.io/service-name={service}"
+        slices = json.loads(self.kubectl("get", "endpointslices", "-l", label, "-o", "json"))["items"]
+        return sum(each["conditions"].get("ready", False) for item in slices for each in item.get("endpoints") or [])
 
     def address(self, pod: str) -> str:
         return self.kubectl("get", "pod", pod, "-o", "jsonpath={.status.podIP}")
@@ -111,6 +124,8 @@ def playground(tools: Tools) -> Iterator[Playground]:
         made.kubectl("apply", "-f", "-", stdin=json.dumps(manifest))
     try:
         made.kubectl("wait", "--for=condition=Ready", "pod", "--all", "--timeout=90s")
+        for service in ("group", "balanced"):
+            wait_for(f"both pods behind {service}", lambda service=service: made.addresses(service) == 2)
         yield made
     finally:
         tools.kubectl("delete", "namespace", made.namespace, "--wait=false")
@@ -193,13 +208,9 @@ def test_logs_are_there(playground: Playground) -> None:
 
 
 def test_the_operator_image_is_small_and_has_no_training_stack(playground: Playground) -> None:
-    sizes = {
-        name: image["sizeBytes"]
-        for node in nodes()
-        for image in node["status"]["images"]
-        for name in image.get("names") or []
-    }
-    assert sizes[IMAGE] <= 300e6
+    # A kubelet tells of a new image within half a minute.
+    wait_for("both nodes list the image", lambda: all(image_size(node, IMAGE) for node in nodes()))
+    assert max(image_size(node, IMAGE) for node in nodes()) <= 300e6
     program = "import importlib.util as u; print([n for n in ('torch', 'ray', 'verl', 'pip') if u.find_spec(n)])"
     assert playground.python("pod-1", program).strip() == "[]"
 

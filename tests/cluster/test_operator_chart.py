@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cluster.conftest import IMAGE, Namespace, wait_for
+from tests.cluster.conftest import IMAGE, Namespace, errors_in, wait_for
 
 from foremoe_cluster.errors import ClusterError
 from foremoe_cluster.kubectl import Tools
@@ -38,7 +38,7 @@ def test_the_installed_operator_is_healthy_small_and_allowed_to_do_its_work(
     tools.helm("test", release, "-n", namespace.name)
     deployment = f"deployment/{release}-foremoe"
     log = namespace.kubectl("logs", deployment)
-    assert "Forbidden" not in log and "Traceback" not in log, log[-4000:]
+    assert not (errors := errors_in(log)), errors
     program = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8080/healthz').read().decode())"
     health = namespace.kubectl("exec", deployment, "--", "python", "-c", program)
     assert "seconds-since-last-event" in json.loads(health)

@@ -144,6 +144,9 @@ class TestFailures:
             "spec": {"hard": {"requests.nvidia.com/gpu": "1"}},
         }
         namespace.apply(quota)
+        # Until the quota's own controller has seen it, it limits nothing.
+        seen = "jsonpath={.status.hard.requests\\.nvidia\\.com/gpu}=1"
+        namespace.kubectl("wait", f"--for={seen}", "resourcequota/gpus", "--timeout=60s")
         trial = Trial(namespace, "tiny")
         trial.apply()
         wait_for("shown", lambda: trial.condition("PodsScheduled").get("reason") == "CreateFailed")
@@ -223,6 +226,7 @@ class TestRestart:
 class TestPods:
     def test_every_pod_has_what_the_agent_relies_on(self, trial: Trial) -> None:
         trial.start()
+        wait_for("ready workers", lambda: trial.status["workers"]["ready"] == 2)
         program = (
             "import json, os, socket; boot = json.load(open(os.environ['FOREMOE_BOOT_FILE']));"
             "places = ('/tmp', '/scratch', '/dev/shm', '/data', '/opt');"

@@ -70,7 +70,7 @@ def ending_of(pods: Pods, status: ForeMoEJobStatus, *, live: bool, now: datetime
     if head is None or head.uid != status.head.pod_uid:
         gone = f"head pod {status.head.pod_name} is gone" if head is None else "the head pod was replaced by another"
         return Ending(failure=Failure(reason=Reason.HEAD_LOST, message=f"{gone}: deleted, evicted or its node lost"))
-    if has_failed(head):
+    if has_failed(head) and not _ended_by_deletion(head):
         return Ending(failure=root or _lost_worker(pods, head) or _of_pod(head))
     if head.deleting is not None:
         message = f"head pod {head.name} is being deleted: drained, preempted or deleted by hand"
@@ -113,6 +113,12 @@ def _lost_worker(pods: Pods, head: Pod) -> Failure | None:
         return None
     causes = [_of_pod(pods.workers[index]) for index in sorted(pods.workers) if has_failed(pods.workers[index])]
     return next((each for each in causes if each.reason is not Reason.HEAD_LOST), None)
+
+
+def _ended_by_deletion(pod: Pod) -> bool:
+    """Whether it was told to go, and ended by that signal without a word of its own."""
+    by_signal = (pod.container.exit_code or 0) > 128
+    return pod.deleting is not None and by_signal and report_of(pod) is None and _outside_reason(pod) is None
 
 
 def _outside_reason(pod: Pod) -> Reason | None:

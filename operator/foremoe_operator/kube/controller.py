@@ -177,7 +177,10 @@ class Controller:
         """
         deletions = [each for each in decision.actions if isinstance(each, DeletePod)]
         await asyncio.gather(*(self._client.delete_pod(key[0], each.name, each.uid) for each in deletions))
-        stored = await self._store(stored, memory, decision.status)
+        written = await self._store(stored, memory, decision.status)
+        if written is None:  # the job is gone, as its watch will tell: nothing more is created for it
+            return self._limits.retry_seconds
+        stored = written
         for each in decision.actions:
             if isinstance(each, Announce):
                 self._announce(stored, each)
@@ -211,6 +214,8 @@ class Controller:
         seconds = time.monotonic() - begun
         metrics.CREATE_SECONDS.observe(seconds)
         _log.info("%s/%s: %d objects created in %.3f s", stored.job.namespace, stored.job.name, len(made), seconds)
+        for refusal in memory.refusals:
+            _log.warning("%s/%s: not created: %s", stored.job.namespace, stored.job.name, refusal.message)
         for announcement in _creations(made, memory.refusals):
             self._announce(stored, announcement)
 
@@ -238,8 +243,8 @@ class Controller:
         message = "an object of this name exists and does not belong to this job; it is waited for until it is gone"
         return Refusal(kind=kind, name=name, code=409, message=message, final=False)
 
-    async def _store(self, stored: StoredJob, memory: _Memory, status: ForeMoEJobStatus | None) -> StoredJob:
-        """Write the status if it differs from what is stored."""
+    async def _store(self, stored: StoredJob, memory: _Memory, status: ForeMoEJobStatus | None) -> StoredJob | None:
+        """Write the status if it differs from what is stored; None if the job was deleted meanwhile."""
         job = stored.job
         if status is None:
             return stored
@@ -249,8 +254,8 @@ class Controller:
         try:
             answer = await self._client.write_status({**stored.identity, "status": status.dump()})
         except KubeError as error:
-            if error.code == 404:  # deleted meanwhile
-                return stored
+            if error.code == 404:
+                return None
             raise
         if job.status.phase is not status.phase:
             _log.info("%s/%s: %s", job.namespace, job.name, status.phase)

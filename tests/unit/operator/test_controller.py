@@ -181,6 +181,12 @@ async def test_a_conflict_on_the_status_is_tried_again(world: World) -> None:
     assert world.cluster.objects.keys() == ALL and "head" in world.status
 
 
+async def test_nothing_is_created_for_a_job_that_was_deleted_meanwhile(world: World) -> None:
+    world.cluster.faults["write_status"] = [KubeError("not found", code=404)]
+    assert await world.controller.process(KEY) is not None
+    assert not world.cluster.objects and not world.announced
+
+
 @pytest.mark.parametrize("place", range(8))
 async def test_a_failure_at_any_write_and_a_restart_reach_the_same_end(world: World, place: int) -> None:
     """The operator dies at the n-th write, whichever it is, and another one goes on."""

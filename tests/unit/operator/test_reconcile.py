@@ -353,6 +353,13 @@ class TestEnd:
         assert failure_of(decision)[0] is Reason.HEAD_LOST
         assert deleted(decision) == {"tiny-worker-0", "tiny-worker-1"}
 
+    @pytest.mark.parametrize(
+        ("code", "reason"), [(137, Reason.HEAD_LOST), (143, Reason.HEAD_LOST), (1, Reason.BOOT_FAILED)]
+    )
+    def test_a_head_that_ended_by_its_deletion_is_lost_too(self, code: int, reason: Reason) -> None:
+        gone = ended(head(), code, deleting=NOW)
+        assert failure_of(decide(running_job(), gone, running(worker(0)), running(worker(1))))[0] is reason
+
     def test_a_head_refused_by_its_node_is_lost_with_the_kubelets_words(self) -> None:
         refused = replace(head(), phase="Failed", reason="OutOfcpu", message="Node didn't have enough resource: cpu")
         reason, message = failure_of(decide(job(), refused, worker(0), worker(1)))
