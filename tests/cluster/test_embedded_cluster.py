@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster.conftest import wait_for
 
 from foremoe_cluster.api import Api
 from foremoe_cluster.errors import ClusterError
 from foremoe_cluster.kubectl import Tools
 from foremoe_cluster.lifecycle import ready_nodes
 from foremoe_cluster.settings import KUBECONFIG, STORAGE_CLASS
+from tests.cluster.conftest import wait_for
 
 pytestmark = [
     pytest.mark.cluster,

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cluster.conftest import IMAGE, Namespace, errors_in, wait_for
 
 from foremoe_cluster.errors import ClusterError
 from foremoe_cluster.kubectl import Tools
+from tests.cluster.conftest import IMAGE, Namespace, errors_in, wait_for
 
 pytestmark = pytest.mark.cluster
 CHART = Path(__file__).parents[2] / "charts/foremoe"

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import httpx
 import pytest
+
 from tests.cluster.conftest import WORKER_IMAGE, Namespace, Operator, Trial, wait_for
 
 pytestmark = pytest.mark.cluster

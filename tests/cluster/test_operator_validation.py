@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.cluster.conftest import Namespace, manifest
-from tests.unit.operator import builders
-from tests.unit.operator.invalid_jobs import Case, cases
 
 from foremoe_cluster.errors import ClusterError
 from foremoe_operator.kube.client import Call, KubeClient, KubeError
+from tests.cluster.conftest import Namespace, manifest
+from tests.unit.operator import builders
+from tests.unit.operator.invalid_jobs import Case, cases
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("crd")]
 _PATH = "/apis/foremoe.io/v1alpha1/namespaces/default/foremoejobs"

@@ -210,9 +210,7 @@ def _complete(job: Job, status: ForeMoEJobStatus, findings: list[Finding], pods:
         Finding(type=ConditionType.READY, status="False", reason=Reason.FINISHED, message="the job is complete"),
         Finding(type=ConditionType.COMPLETE, status="True", reason=Reason.SUCCEEDED, message=message),
     ]
-    status = status.model_copy(
-        update={"completion_time": now.replace(microsecond=0), "status_check_failure_start_time": None}
-    )
+    status = _ended_at(status, now)
     status = _with(status, [*findings, *over], job.generation, now)
     announce = Announce(reason=EventReason.JOB_COMPLETED, message=message)
     return Decision(actions=(*_release(pods.present), announce), status=status)
@@ -230,7 +228,7 @@ def _end(
 def _fail(
     status: ForeMoEJobStatus, failure: Failure, findings: list[Finding], generation: int, now: datetime
 ) -> ForeMoEJobStatus:
-    moment = now.replace(microsecond=0)
+    status = _ended_at(status, now)
     last = LastFailure(
         reason=failure.reason,
         pod_name=failure.pod.name if failure.pod is not None else None,
@@ -238,14 +236,23 @@ def _fail(
         exit_code=failure.exit_code,
         message=shortened(failure.message, 4096),
         log_tail=failure.log_tail or None,
-        time=moment,
+        time=status.completion_time,
     )
     findings = [each for each in findings if each.type is not ConditionType.READY]
     over = [
         Finding(type=ConditionType.READY, status="False", reason=Reason.FINISHED, message="the job has failed"),
         Finding(type=ConditionType.FAILED, status="True", reason=failure.reason, message=failure.message),
     ]
-    status = status.model_copy(
-        update={"completion_time": moment, "last_failure": last, "status_check_failure_start_time": None}
-    )
+    status = status.model_copy(update={"last_failure": last})
     return _with(status, [*findings, *over], generation, now)
+
+
+def _ended_at(status: ForeMoEJobStatus, now: datetime) -> ForeMoEJobStatus:
+    """An ended job is not looked at again, and its pods go with this decision: none of them is ready."""
+    return status.model_copy(
+        update={
+            "completion_time": now.replace(microsecond=0),
+            "status_check_failure_start_time": None,
+            "workers": status.workers.model_copy(update={"ready": 0}),
+        }
+    )

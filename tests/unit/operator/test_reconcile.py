@@ -253,6 +253,7 @@ class TestEnd:
         assert reason_of(decision, ConditionType.READY) == ("False", Reason.FINISHED)
         assert decision.status.progress is not None and decision.status.progress.step == 3
         assert decision.status.completion_time == NOW
+        assert (decision.status.workers.scheduled, decision.status.workers.ready) == (2, 0)
         assert deleted(decision) == {"tiny-worker-0", "tiny-worker-1"}, "the ended head stays for its log"
         assert announced(decision) == [EventReason.JOB_COMPLETED]
 
@@ -273,6 +274,7 @@ class TestEnd:
         report = progress(step=1, exit_code=3, log_tail="ValueError: no").model_dump_json(by_alias=True)
         decision = decide(running_job(), ended(head(), 3, message=report), running(worker(0)), running(worker(1)))
         assert failure_of(decision) == (Reason.DRIVER_ERROR, "the driver ended with exit code 3")
+        assert decision.status is not None and decision.status.workers.ready == 0
         assert decision.status is not None and decision.status.last_failure is not None
         assert decision.status.last_failure.exit_code == 3
         assert decision.status.last_failure.log_tail == "ValueError: no"
