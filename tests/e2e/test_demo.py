@@ -88,6 +88,9 @@ def test_ended_jobs_hold_no_gpu_and_deleted_ones_nothing(outcome: Outcome) -> No
         text = outcome.tools.kubectl("-n", NAMESPACE, "get", "pods,services,configmaps", "-l", selector, "-o", "json")
         return [item["metadata"]["name"] for item in json.loads(text)["items"]]
 
+    # They were told to go when the job completed, and may take their grace period.
+    workers = f"{selector},foremoe.io/role=worker"
+    outcome.tools.kubectl("-n", NAMESPACE, "wait", "--for=delete", "pod", "-l", workers, "--timeout=60s")
     assert not [name for name in left() if "-worker-" in name]
     outcome.tools.kubectl(
         "-n", NAMESPACE, "delete", "fmj", outcome.job, "--cascade=foreground", "--wait", "--timeout=120s", timeout=150
