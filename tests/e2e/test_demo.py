@@ -48,8 +48,8 @@ def test_status_tells_step_reward_balance_and_checkpoint(outcome: Outcome) -> No
 
 
 def test_the_reward_rises(outcome: Outcome) -> None:
-    assert len(outcome.rewards) >= 2, "the status showed the reward as it came"
-    # How many steps the status showed is up to their length; the head's log has all but perhaps the last.
+    assert len(outcome.rewards) >= STEPS // 2, "most steps were seen in the status"
+    # The head's log has all of them but perhaps the last.
     log = outcome.tools.kubectl("-n", NAMESPACE, "logs", f"{outcome.job}-head-0")
     told = {int(step): float(reward) for step, reward in STEP_LINE.findall(log)}
     assert told.keys() >= set(range(1, STEPS))
